@@ -5,6 +5,7 @@ Activations go forward, and their gradients back. In evaluation activations go f
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import ClassVar
 
@@ -28,6 +29,18 @@ def check_compressions(compressions: Compressions) -> None:
     """Raise TypeError unless activations and gradients can travel like this."""
     if isinstance(compressions[1], Deltas):
         raise TypeError("gradients are no messages of examples that settle: pass Direct as backward=, not Deltas")
+
+
+def call_all(calls: Iterable[Callable[[], None]]) -> None:
+    """Make all calls, and then raise the first of their errors."""
+    first: Exception | None = None
+    for call in calls:
+        try:
+            call()
+        except REFUSABLE as error:  # the other ends rely on the calls that are left
+            first = first or error
+    if first is not None:
+        raise first
 
 
 class CutEnd:
@@ -142,15 +155,17 @@ class CutEnd:
 
     def forget_messages(self) -> None:
         """Have all messages sent in full precision again; call it on both ends."""
-        for coding in self._keeping:
-            coding.forget_all()
-        self.begin_again()
+        call_all((*(coding.forget_all for coding in self._keeping), self.begin_again))
         self.lost = ""
 
     def compare(self) -> int:
         """Have both ends forget the examples whose messages they do not share; returns their number; on both ends."""
         codings = [coding for coding in self._keeping if coding.pairing() is not None]
-        return settle(self._comm, self._neighbour, self._tag + _EVALUATION, codings) if codings else 0
+        try:
+            return settle(self._comm, self._neighbour, self._tag + _EVALUATION, codings) if codings else 0
+        except REFUSABLE as error:  # the other end has forgotten them: payloads would have different sizes
+            self.lost = self.lost or failure_text(error) or ""
+            raise
 
     def state_dict(self) -> State:
         """Return the state of each coding for a checkpoint."""
@@ -169,13 +184,11 @@ class CutEnd:
         """Have the next message announced, and so the messages of both ends settled; call it on both ends."""
         self.activations.forget_layout()
         self.gradients.forget_layout()
-        for coding in self._keeping:
-            coding.begin_checksum()
+        call_all(coding.begin_checksum for coding in self._keeping)
 
     def close(self) -> None:
         """Release the messages and their files."""
-        for coding in self.codings.values():
-            coding.close()
+        call_all(coding.close for coding in self.codings.values())
 
 
 class Upstream(CutEnd):

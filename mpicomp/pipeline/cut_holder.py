@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from collectives import Communicator
 from collectives.errors import CollectiveError
 from mpicomp.pipeline.agreement import PipelineError, failure_text, raise_faults
-from mpicomp.pipeline.cut import CutEnd
+from mpicomp.pipeline.cut import CutEnd, call_all
 from mpicomp.pipeline.messages import REFUSABLE
 from mpicomp.pipeline.store_states import State
 from mpicomp.pipeline.tensors import with_arrays
@@ -47,12 +47,14 @@ class CutHolder(ABC):
                 f"{self.comm.here}: a second step within the block of one: make one step in each block of "
                 "StageCheckpoints.step()"
             )
-        saved = SavedModules(modules)
+        with torch.inference_mode(False):  # later steps cannot change gradients that are inference tensors
+            saved = SavedModules(modules)
         try:
             with torch.inference_mode(False):  # enables gradients, lest a caller's no_grad() leaves them out in silence
                 yield
         except BaseException as error:
-            saved.restore()
+            with torch.inference_mode(False):
+                saved.restore()
             for cut in cuts:
                 cut.roll_back()
             if not isinstance(error, PipelineError | CollectiveError):  # such as KeyboardInterrupt: on this rank alone
@@ -87,8 +89,8 @@ class CutHolder(ABC):
         raise_faults(self.comm.allgather_object(fault), "the state was not loaded", name=name)
         steps = self.steps
         try:
-            for cut in self._held_cuts():  # also where another rank's state is refused, lest the ends of a cut differ
-                cut.begin_again()
+            # all cuts, also where a state is refused: otherwise the two ends of a cut differ, and wait for each other
+            call_all(cut.begin_again for cut in self._held_cuts())
             for cut, saved in states:
                 cut.load_state_dict(with_arrays(saved))
             steps = int(state["steps"])
@@ -96,13 +98,12 @@ class CutHolder(ABC):
             fault = failure_text(error)
         action = f"the state was not loaded on all {name}s: load another"
         raise_faults(self.comm.allgather_object(fault), action, name=name)
-        self.steps = steps
         self.compare_stores()
+        self.steps = steps
 
     def forget_messages(self) -> None:
         """Have all messages sent in full precision again; call it on every rank."""
-        for cut in self._held_cuts():
-            cut.forget_messages()
+        call_all(cut.forget_messages for cut in self._held_cuts())
 
     def compare_stores(self) -> int:
         """Have both ends of each cut forget the examples whose messages they do not share; collective.
@@ -111,13 +112,26 @@ class CutHolder(ABC):
         -------
         int
             Number of messages that were forgotten on this rank.
+
+        Raises
+        ------
+        PipelineError
+            A file of messages of some rank failed; on every rank. Steps are refused until a state is loaded.
         """
-        return sum(cut.compare() for cut in self._held_cuts())
+        forgotten = 0
+        failure: Exception | None = None
+        for cut in self._held_cuts():
+            try:
+                forgotten += cut.compare()
+            except REFUSABLE as error:  # the other ends of later cuts wait for this rank
+                failure = failure or error
+        faults = self.comm.allgather_object(failure_text(failure))
+        raise_faults(faults, "the messages were not compared", failure, self._rank_name)
+        return forgotten
 
     def close(self) -> None:
         """Release the messages that are kept, and their files; the communicator stays open."""
-        for cut in self._held_cuts():
-            cut.close()
+        call_all(cut.close for cut in self._held_cuts())
 
 
 class SavedModules:
@@ -154,4 +168,5 @@ def _restore(tensor: Tensor | None, saved: Tensor | None) -> Tensor | None:
         return None
     if tensor.is_sparse:  # whose entries cannot be copied into
         return saved
-    return tensor.copy_(saved)
+    with torch.inference_mode(tensor.is_inference()):  # in which alone such a tensor can be copied into
+        return tensor.copy_(saved)

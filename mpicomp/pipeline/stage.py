@@ -19,9 +19,11 @@ from torch import nn
 from collectives import Communicator
 from collectives.annotations import override
 from collectives.quoting import one_line, shown
+from mpicomp.codecs.options import whole
 from mpicomp.pipeline.activations import Compression, Direct
 from mpicomp.pipeline.agreement import (
     MessagesDiffer,
+    PipelineError,
     agree_on_batch,
     agree_on_end,
     agree_on_options,
@@ -29,7 +31,7 @@ from mpicomp.pipeline.agreement import (
     raise_faults,
     share_with_replicas,
 )
-from mpicomp.pipeline.cut import CutEnd, Downstream, Upstream, check_compressions
+from mpicomp.pipeline.cut import CutEnd, Downstream, Upstream, call_all, check_compressions
 from mpicomp.pipeline.cut_holder import CutHolder
 from mpicomp.pipeline.message_layout import Tensors
 from mpicomp.pipeline.messages import REFUSABLE
@@ -151,6 +153,8 @@ class PipelineStage(CutHolder):
                 raise TypeError(f"everyone is {shown(everyone)} and tied {shown(tied)}: pass a Communicator and a dict")
             check_compressions(compressions)
             self._schedule = schedule_of(schedule)
+            if whole(micro_batches):  # first: the text of the plan has numbers, and those of NumPy have another text
+                self.micro_batches = micro_batches = int(micro_batches)
             self._planned = micro_batches, self._plan(micro_batches)
             if not isinstance(schedule, str):  # the address in a function's repr differs between processes
                 schedule = f"schedule {zlib.crc32(repr(self._planned).encode()):08x}"
@@ -218,17 +222,23 @@ class PipelineStage(CutHolder):
         """
         with share_with_replicas(self.everyone):
             listed = self._agree_on_ids(inputs, targets, ids)
-        micro_batches = min(self.micro_batches, listed.size)
-        actions = self._actions(micro_batches)
+            micro_batches = min(self.micro_batches, listed.size)
+            actions = self._actions(micro_batches)
         parts = np.array_split(listed, micro_batches)
         run = SliceStep(self.module, self._before, self._after, parts, loss=self._loss, inputs=inputs, targets=targets)
         with self._transaction(self._held_cuts(), (self.module, self._loss)):
-            self._tied.begin()
-            for number, action in enumerate(actions):
+            differing: PipelineError | None = None
+            try:
+                self._tied.begin()
+            except PipelineError as error:  # on all stages of this pipeline; other pipelines begin the step
+                differing = error
+            for number, action in enumerate(actions if differing is None else ()):
                 run.take(action, actions[number + 1 : number + 3])
             run.finish()
             self.most_alive = max(self.most_alive, run.most_alive)
             with share_with_replicas(self.everyone):
+                if differing is not None:
+                    raise differing
                 loss = agree_on_end(self.comm, run.loss, run.failure)
             self._tied.add_gradients()
         return loss
@@ -322,8 +332,17 @@ class PipelineStage(CutHolder):
         return pass_forward(self.module, self._before, self._after, inputs, listed)
 
     def _actions(self, micro_batches: int) -> tuple[Action, ...]:
+        """Return this stage's actions; collective over the stages where the last batch had another number."""
         if micro_batches != self._planned[0]:
-            self._planned = micro_batches, self._plan(micro_batches)
+            planned, failure = self._planned, None
+            try:
+                planned = micro_batches, self._plan(micro_batches)
+            except Exception as error:  # noqa: BLE001 - a schedule is a function of the user's
+                failure = error
+            # before it is kept: otherwise a stage that failed alone would come here again without the others
+            faults = self.comm.allgather_object(failure_text(failure))
+            raise_faults(faults, "the step was not begun", failure)
+            self._planned = planned
         return self._planned[1][self.stage]
 
     def _plan(self, micro_batches: int) -> list[tuple[Action, ...]]:
@@ -390,8 +409,7 @@ class PipelineStage(CutHolder):
 
     def forget_cuts(self, sides: Iterable[str]) -> None:
         """Have all messages at the cuts "before" or "after" sent in full precision again; call it at both ends."""
-        for side in sides:
-            self._sides[side].forget_messages()
+        call_all(self._sides[side].forget_messages for side in sides)
 
     def stores_alike(self) -> bool:
         """Return True on every stage if both ends of every cut have kept the same messages; collective.

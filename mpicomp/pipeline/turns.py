@@ -237,12 +237,18 @@ class Party(CutHolder, Generic[First, Second]):
         fault = None
         if theirs != mine:
             fault = f"the state is of {theirs}, not of {mine}: load the state that this rank has saved"
-        last = self.comm.allgather_object(shown(state.get("weights_of")) if fault is None else "")
-        if fault is None and {*last} - {"", last[self.comm.rank]}:  # the next client's weights would be missing
-            fault = f"the last turn of its state was that of client {last[self.comm.rank]}: load states of one turn"
+        client = state.get("weights_of") if fault is None else None
+        if client is not None and not whole(client, 0, self.clients - 1):
+            fault = f"the state is damaged, as its last turn was that of client {shown(client)}: load an earlier one"
+        # weights travel between ranks only: turns of clients on the same rank may differ
+        source = None if fault is not None or client is None else self.rank_of(client)
+        everyones = self.comm.allgather_object((fault is None, source))
+        if fault is None and {one for is_sound, one in everyones if is_sound} != {source}:
+            # the next client's weights would be missing
+            fault = f"the last turn of its state was that of client {shown(client)}: load states of one turn"
         saved = (pair for client, both in self._cuts.items() for pair in zip(both, state["cuts"][client], strict=True))
         self._load_cuts(state, fault, saved)
-        self._weights_of = state["weights_of"]
+        self._weights_of = None if client is None else int(client)
 
     def _place(self) -> dict[str, int]:
         return {"rank": self.comm.rank, "ranks": self.comm.size, "clients": self.clients}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from collectives import Communicator
 from mpicomp.pipeline import PipelineStage
+from mpicomp.pipeline.cut import CutEnd
 
 EXAMPLES, WIDTH, MICRO_BATCHES = 12, 6, 4
 
@@ -36,3 +38,10 @@ def given(comm: Communicator) -> dict[str, Any]:
         "targets": targets if comm.rank == comm.size - 1 else None,
         "ids": np.arange(EXAMPLES),
     }
+
+
+def fail_store(cut: CutEnd | None) -> None:
+    """Have the file of a cut's activations fail, as by its thread on a full disk."""
+    assert cut is not None
+    coding: Any = cut.codings["activations"]
+    coding._store._background._error = OSError(errno.ENOSPC, "the disk is full")

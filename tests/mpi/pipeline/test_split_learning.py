@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from tests.mpi.pipeline.split_parties import (
     train_turn,
     visits,
 )
+from tests.mpi.pipeline.stages import fail_store
 
 pytestmark = pytest.mark.mpi(min_size=2, max_size=3)
 
@@ -300,6 +303,44 @@ def test_states_of_different_turns_are_refused_on_all(comm: Communicator) -> Non
     with pytest.raises(PipelineError, match="rank 1: the last turn of its state was that of client 0: load states of"):
         party.load_state_dict(states[comm.rank != 1])
     one_step(party, 2)
+
+
+def test_states_after_turns_of_different_clients_of_one_rank_are_loaded(comm: Communicator) -> None:
+    party = made(comm)
+    states = []
+    for client in (0, 2):  # both on rank 1
+        one_step(party, client)
+        states.append(party.state_dict())
+    party.load_state_dict(states[comm.rank == 1])
+    one_step(party, 1)
+    party.load_state_dict(states[comm.rank != 1])
+    one_step(party, 1)
+    damaged = states[0] | ({"weights_of": CLIENTS} if comm.rank == 1 else {})
+    with pytest.raises(PipelineError, match="loaded: rank 1: the state is damaged, as its last turn was that of cl"):
+        party.load_state_dict(damaged)
+
+
+def test_other_clients_train_on_after_a_file_that_failed_refused_a_state(comm: Communicator, folder: Path) -> None:
+    party = made(comm, forward=Deltas(RowQuantizer(4), EXAMPLES, folder=folder))
+    for client in (0, 1):
+        one_step(party, client)
+    state = party.state_dict()
+    if comm.rank == 0:
+        fail_store(party._cuts[0][0])
+    with pytest.raises(PipelineError, match=r"not loaded on all ranks: .*rank 0: OSError: .*disk is full"):
+        party.load_state_dict(state)
+    one_step(party, 1)
+    with pytest.raises(PipelineError, match=r"server: OSError: .*disk is full"):
+        one_step(party, 0)
+    one_step(party, 2)
+    with pytest.raises(OSError, match="disk is full") if comm.rank == 0 else nullcontext():
+        party.forget_messages()
+    one_step(party, 1)
+    with pytest.raises(OSError, match="disk is full") if comm.rank == 0 else nullcontext():
+        party.close()
+    if comm.rank == 0:
+        with pytest.raises(RuntimeError, match="the store is closed"):
+            party._cuts[1][0].codings["activations"]._store.all_stamps()
 
 
 def test_messages_that_differ_between_the_two_ends_are_noticed(comm: Communicator) -> None:

@@ -11,9 +11,20 @@ from torch import Tensor, nn
 
 from collectives import Communicator
 from mpicomp.codecs.rows import FullRows, RowQuantizer
-from mpicomp.pipeline import Deltas, Direct, MessageStore, PipelineError, gpipe, one_forward_one_backward
+from mpicomp.pipeline import (
+    Action,
+    Backward,
+    Deltas,
+    Direct,
+    Forward,
+    MessageStore,
+    PipelineError,
+    PipelineStage,
+    gpipe,
+    one_forward_one_backward,
+)
 from tests.mpi.lanes import few_ranks
-from tests.mpi.pipeline.stages import EXAMPLES, WIDTH, given, layer, staged
+from tests.mpi.pipeline.stages import EXAMPLES, MICRO_BATCHES, WIDTH, given, layer, staged
 
 several = pytest.mark.mpi(min_size=2, max_size=3)
 
@@ -92,6 +103,38 @@ def test_a_step_that_is_repeated_finds_gradients_and_buffers_as_they_were(
         assert torch.equal(mine.grad, theirs.grad)
     for (name, buffer), theirs in zip(module.named_buffers(), untouched.buffers(), strict=True):
         assert torch.equal(buffer, theirs), name
+
+
+@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_sparse_gradients_add_up_after_a_step_that_failed_in_any_mode_of_the_caller(
+    comm: Communicator, mode: Any
+) -> None:
+    first = comm.rank == 0
+    module = Fails(layer(comm.rank))
+    stage = staged(comm, nn.Embedding(EXAMPLES, WIDTH, sparse=True) if first else module)
+    batch = given(comm) | ({"inputs": torch.arange(EXAMPLES)} if first else {})
+    stage.step(**batch)
+    once = [parameter.grad.to_dense().clone() for parameter in stage.module.parameters() if parameter.grad is not None]
+    module.left = 2
+    with mode(), pytest.raises(PipelineError, match="no layer today"):
+        stage.step(**batch)
+    stage.step(**batch)
+    for parameter, gradient in zip(stage.module.parameters(), once, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad.to_dense(), 2 * gradient)
+
+
+@pytest.mark.mpi(min_size=2, max_size=2)
+def test_a_step_can_be_repeated_though_a_buffer_was_made_in_inference_mode(comm: Communicator) -> None:
+    module = Fails(layer(comm.rank))
+    with torch.inference_mode():
+        module.register_buffer("table", torch.ones(WIDTH))
+    stage = staged(comm, module)
+    module.left = 2 if comm.rank else -1
+    with pytest.raises(PipelineError, match="no layer today"):
+        stage.step(**given(comm))
+    assert stage.step(**given(comm)) > 0
 
 
 @several
@@ -177,6 +220,19 @@ def test_a_schedule_that_leaves_out_work_is_refused_on_all(comm: Communicator) -
 def test_functions_that_make_different_schedules_are_refused_on_all(comm: Communicator) -> None:
     with pytest.raises(PipelineError, match="the stages are given different options"):
         staged(comm, schedule=gpipe if comm.rank == 0 else one_forward_one_backward)
+
+
+@several
+def test_numbers_of_numpy_on_one_stage_are_the_same_options_with_a_function_as_schedule(comm: Communicator) -> None:
+    def counting_back(stage: int, stages: int, micro_batches: int) -> tuple[Action, ...]:
+        numbers = [micro_batches - 1 - number for number in range(micro_batches)]
+        return (*map(Forward, numbers), *map(Backward, numbers))
+
+    number = np.int64(MICRO_BATCHES) if comm.rank == 0 else MICRO_BATCHES
+    loss = nn.functional.mse_loss if comm.rank == comm.size - 1 else None
+    for schedule in (gpipe, counting_back):
+        stage = PipelineStage(layer(comm.rank), comm, number, loss=loss, schedule=schedule)
+        assert stage.step(**given(comm)) > 0
 
 
 @several

@@ -14,7 +14,7 @@ import torch
 
 from collectives import Communicator
 from mpicomp.codecs.rows import RowQuantizer
-from mpicomp.pipeline import Deltas, PipelineError, PipelineStage
+from mpicomp.pipeline import Deltas, FileMessageStore, PipelineError, PipelineStage
 from mpicomp.pipeline.store_file import StoreFile
 from tests.mpi.pipeline.stages import EXAMPLES, given, layer, staged
 
@@ -72,6 +72,29 @@ def test_a_full_disk_is_reported_on_all_ranks(
         stage.stores_alike()
     with pytest.raises(OSError, match="the disk is full") if comm.rank == 1 else nullcontext():
         stage.close()
+
+
+def test_a_file_that_fails_while_messages_are_compared_is_reported_on_all_ranks(
+    comm: Communicator, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    failing = comm.size - 2
+    with over_files(comm, folder) as stage:
+        for loads in (False, True):
+            stage.step(**given(comm))
+            state = stage.state_dict()
+            with monkeypatch.context() as patch:
+                if comm.rank == failing:
+                    patch.setattr(FileMessageStore, "_store_forgotten", refuse)
+                with pytest.raises(PipelineError, match=rf"not compared: stage {failing}: OSError: .*disk is full"):
+                    stage.load_state_dict(state) if loads else stage.compare_stores()
+            with pytest.raises(PipelineError, match=rf"the step was not begun: stage {failing}: .*disk is full"):
+                stage.step(**given(comm))
+            stage.load_state_dict(state)
+            stage.step(**given(comm))
+            assert stage.stores_alike()
 
 
 @pytest.mark.parametrize("lost", ["rows", "file"])

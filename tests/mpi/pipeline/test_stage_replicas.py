@@ -15,7 +15,7 @@ from collectives import Communicator
 from collectives.communicator.splitting import Grid
 from mpicomp import Dense, Marsit
 from mpicomp.codecs import RowQuantizer
-from mpicomp.pipeline import Deltas, Direct, PipelineError, PipelineStage
+from mpicomp.pipeline import Action, Deltas, Direct, PipelineError, PipelineStage, gpipe
 from mpicomp.torch import DistributedOptimizer, OneBitAdam
 from tests.mpi.pipeline.stages import EXAMPLES, MICRO_BATCHES, WIDTH, layer
 
@@ -150,6 +150,35 @@ def test_a_pipeline_that_cannot_begin_keeps_the_others_from_it(comm: Communicato
             own.step(0, wrong)
         own.optimizer.synchronize()
         assert own.step(0) > 0
+
+
+@four_ranks
+@pytest.mark.parametrize("failing_stages", [{0}, {0, 1}], ids=["one stage", "all stages"])
+def test_a_schedule_that_fails_for_a_smaller_batch_of_one_pipeline_is_an_error_in_all(
+    comm: Communicator, failing_stages: set[int]
+) -> None:
+    with comm.grid(replica=REPLICAS, stage=2) as grid:
+        stages, own = grid.along("stage"), grid.along("replica").rank
+
+        def of_whole_batches(stage: int, count: int, micro_batches: int) -> tuple[Action, ...]:
+            if micro_batches < MICRO_BATCHES and stages.rank in failing_stages:
+                raise KeyError(micro_batches)
+            return gpipe(stage, count, micro_batches)
+
+        loss = nn.functional.mse_loss if stages.rank else None
+        stage = PipelineStage(
+            layer(stages.rank), stages, MICRO_BATCHES, loss=loss, schedule=of_whole_batches, everyone=comm
+        )
+        inputs, targets = batch(own, 0)
+        for size in (2, EXAMPLES, 2):
+            taken = EXAMPLES if own else size
+            given = None if stages.rank else inputs[:taken], targets[:taken] if stages.rank else None
+            if size == EXAMPLES:
+                assert stage.step(*given) > 0
+                continue
+            with pytest.raises(PipelineError, match="the step was not begun: stage 0: KeyError: 2") as error:
+                stage.step(*given)
+            assert isinstance(error.value.__cause__, KeyError) == (own == 0 and stages.rank in failing_stages)
 
 
 @four_ranks

@@ -130,6 +130,32 @@ def test_sums_that_were_left_out_are_found_in_the_second_step(comm: Communicator
         optimizer.synchronize()
 
 
+@pytest.mark.mpi(min_size=4, max_size=4)
+def test_parameters_that_differ_in_one_pipeline_are_an_error_in_all_until_they_are_equal(comm: Communicator) -> None:
+    with comm.grid(replica=2, stage=2) as grid:
+        stages, along = grid.along("stage"), grid.along("replica")
+        first = stages.rank == 0
+        module = End(first)
+        loss = None if first else nn.functional.cross_entropy
+        tied = {"embedding": module.shared}
+        stage = PipelineStage(module, stages, MICRO_BATCHES, loss=loss, tied=tied, everyone=comm)
+        given = symbols(along.rank, 0)
+        batch = given if first else None, None if first else given
+        expected = stage.step(*batch)
+        stage.sum_tied_gradients()
+        kept = module.shared.detach().clone()
+        with torch.no_grad():
+            module.shared += float(first and along.rank == 0)
+        found = "the tied parameter 'embedding' differs between the stages"
+        for _ in range(2):
+            with pytest.raises(PipelineError, match=f"pipeline of rank 0 failed.*{found}" if along.rank else found):
+                stage.step(*batch)
+        with torch.no_grad():
+            module.shared.copy_(kept)
+        assert stage.step(*batch) == pytest.approx(expected)
+        assert stage.steps == 2
+
+
 @pytest.mark.mpi(min_size=2, max_size=2)
 def test_a_sum_that_a_step_has_made_is_not_made_again(comm: Communicator) -> None:
     module = End(comm.rank == 0)
