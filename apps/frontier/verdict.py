@@ -60,7 +60,8 @@ def learned(record: Record, task: Task, seeds: Sequence[int]) -> list[Learned]:
                 raise ValueError(f"the record has two runs of {case} with seed {settings['seed']}: remove the old one")
             found[settings["seed"]] = one["result"]
     return [
-        Learned(*case, [found[seed]["scores"] for seed in seeds], found[seeds[0]]["bytes"])
+        # seeds send as much, but for one that ends in NaN, whose bytes are not known
+        Learned(*case, [found[seed]["scores"] for seed in seeds], max(found[seed]["bytes"] for seed in seeds))
         for case, found in by_case.items()
         if all(seed in found for seed in seeds)
     ]
