@@ -88,7 +88,7 @@ class Memory(Feedback):
         self.dtype, self.places = compute, space.zeros(count, "int64")
         self._summed = False
         whole = float(beta) == 1.0
-        self.pending_factor = 1 / beta  # each step leaves only beta of what it does not send
+        self.pending_factor = 1 / beta  # the memory holds only beta of the elements that were not sent
         self._fraction = kind(fraction)
         self._past: Any = None if whole else kind(1 - beta)
         self._gain: Any = None if whole else kind(beta)

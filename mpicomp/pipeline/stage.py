@@ -145,12 +145,7 @@ class PipelineStage(CutHolder):
         compressions = forward or Direct(), backward or Direct()
         fault: str | None = None
         try:
-            if not isinstance(module, nn.Module):
-                raise TypeError(f"the module is a {type(module).__name__}: pass the stage's nn.Module")
-            if self.is_last and not callable(loss):
-                raise TypeError("the last stage has no loss: pass loss=, which is called with outputs and targets")
-            if not isinstance(everyone, Communicator | None) or not isinstance(tied, Mapping | None):
-                raise TypeError(f"everyone is {shown(everyone)} and tied {shown(tied)}: pass a Communicator and a dict")
+            self._check_parts(tied)
             check_compressions(compressions)
             self._schedule = schedule_of(schedule)
             if whole(micro_batches):  # first: the text of the plan has numbers, and those of NumPy have another text
@@ -171,6 +166,17 @@ class PipelineStage(CutHolder):
             self._after = Upstream(comm, self.stage + 1, self.stage, compressions, seed, self.pipeline)
         self._tied = TiedParameters(comm, tied or {}, deferred=everyone is not None)
         comm.start_progress_thread()  # where it is not supported, messages go on while the stage waits
+
+    def _check_parts(self, tied: object) -> None:
+        """Raise TypeError for parts that make no stage."""
+        if not isinstance(self.module, nn.Module):
+            raise TypeError(f"the module is a {type(self.module).__name__}: pass the stage's nn.Module")
+        if self.is_last and not callable(self._loss):
+            raise TypeError("the last stage has no loss: pass loss=, which is called with outputs and targets")
+        if not isinstance(self.everyone, Communicator | None) or not isinstance(tied, Mapping | None):
+            raise TypeError(
+                f"everyone is {shown(self.everyone)} and tied {shown(tied)}: pass a Communicator and a dict"
+            )
 
     @property
     def is_first(self) -> bool:
