@@ -2,8 +2,8 @@
 
 Rates are chosen on a seed of their own, with as many steps and as many rates for every method: for gradients, for
 updates of every step, and for those of 10 local steps and more; so are pairs of outer optimizers, at the rate without
-one. Runs of the record are not made
-again: missing ones are added, in the order of the cases, until `minutes` have passed.
+one. Runs of the record are not made again: missing ones are added, in the order of the cases, until `minutes` have
+passed.
 """
 
 from __future__ import annotations
