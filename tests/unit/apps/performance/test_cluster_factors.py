@@ -62,8 +62,8 @@ def test_prices_that_are_quoted_are_those_of_the_record() -> None:
     loss = {key: sum(row["losses"]) / len(row["losses"]) for key, row in rows.items()}
     share = (loss["Marsit", 10] - loss["Relay(4)", 10]) / (loss["Relay(4)", 30] - loss["Relay(4)", 10])
     two_bits = few["bytes"] * (many["bytes"] / few["bytes"]) ** share / 1e6
-    sent = f"{loss['Marsit', 10]:.3f} nats and sent {rows['Marsit', 10]['bytes'] / 1e6:.2f} MB"
-    assert f"{sent}. Two bits reach that loss with about {two_bits:.1f} MB" in text
+    sent = f"it sent {rows['Marsit', 10]['bytes'] / 1e6:.2f} MB"
+    assert f"With H = 10 {sent} for a loss that two bits reach with {two_bits:.1f}." in text
 
 
 def test_other_pages_quote_the_figures_of_the_one_place() -> None:
