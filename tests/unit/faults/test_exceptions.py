@@ -13,6 +13,9 @@ comm = mpicomp.Communicator(on_failure="regroup", timeout=NEVER_S, arrival_timeo
 me, long_vector = comm.rank, np.ones(1_000_000, np.float32)
 
 def leave(number, frame):
+    if not comm.calls.ordered:  # between calls `sys.exit(0)` is the end of a program
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        return
     if END == "nested":
         comm.allreduce(1)
     if END == "exit 3":
