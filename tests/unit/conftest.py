@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,9 +15,28 @@ if TYPE_CHECKING:
 
 @pytest.hookimpl(tryfirst=True)  # on a busy machine another one gives a limit to all of them
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests with limits of their own first: they take longest, and one process would end alone with one."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+    """Run tests with limits of their own first: they take longest, and one process would end alone with one.
+
+    Each process has an equal part of their files at the beginning of its share of the list.
+    """
+    n_processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+    if not n_processes:
+        return
+    files, rest = dict[Path, list[pytest.Item]](), list[pytest.Item]()
+    for item in items:
+        (rest if item.get_closest_marker("timeout") is None else files.setdefault(item.path, [])).append(item)
+    longest_first = sorted(files.values(), key=lambda file: -max(map(_limit_of, file)))
+    share, ordered = len(items) // n_processes, list[pytest.Item]()
+    for number in range(n_processes):
+        ordered += (item for file in longest_first[number::n_processes] for item in file)
+        taken = max((number + 1) * share - len(ordered), 0)
+        ordered, rest = ordered + rest[:taken], rest[taken:]
+    items[:] = ordered + rest
+
+
+def _limit_of(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    return 0.0 if marker is None else float(marker.args[0])
 
 
 @pytest.fixture(scope="session", autouse=True)
