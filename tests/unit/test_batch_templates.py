@@ -132,7 +132,7 @@ def test_a_job_that_stopped_before_its_time_limit_goes_back_into_the_queue(
 
 
 def test_a_program_without_a_handler_fails_its_job(tmp_path: Path) -> None:
-    done = submit("slurm", tmp_path, "train.py", job="kill -USR1 $PPID; sleep 30")
+    done = submit("slurm", tmp_path, "train.py", job="kill -USR1 $PPID; exec sleep 30")
     assert (done.status, done.requeued) == (128 + signal.SIGUSR1, False), done.output
 
 
