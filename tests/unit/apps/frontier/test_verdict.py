@@ -55,13 +55,13 @@ def test_a_warm_up_takes_as_long_as_dense_steps_and_local_steps_exchange_nothing
     assert verdict.seconds(Learned("Marsit, K = 100", 0, 4, [], 0.0), GPT, 150, times) == pytest.approx(150 * mean)
 
 
-def test_dense_has_the_fastest_of_all_dense_all_reduces() -> None:
-    seconds = {DENSE: [[0.1, 0.5]], "Relay(4)": [[0.12, 0.2]], "MPI ring": [[0.3]], "Gloo": [[0.25]]}
+def test_dense_has_the_step_of_the_fastest_dense_loop() -> None:
+    seconds = {DENSE: [[0.1, 0.5]], "Relay(4)": [[0.12, 0.2]], "MPI ring": [[0.4]], "Gloo": [[0.36]]}
     found = times.step_seconds({"seconds": seconds})
     assert found[DENSE] == pytest.approx((0.11, 0.36))
     assert found["Relay(4)"] == pytest.approx((0.11, 0.2))
     assert times.step_seconds({"seconds": {**seconds, "Gloo": [[0.6]], "MPI ring": [[0.6]]}})[DENSE][1] == 0.5
-    halves = {**seconds, "float16": [[0.11, 0.45]], "MPI ring, 16 bits": [[0.2]], "Gloo, 16 bits": [[0.15]]}
+    halves = {**seconds, "float16": [[0.11, 0.45]], "MPI ring, 16 bits": [[0.3]], "Gloo, 16 bits": [[0.26]]}
     found = times.step_seconds({"seconds": halves})
     assert [found[DENSE], found["float16"]] == [pytest.approx((0.11, 0.36)), pytest.approx((0.11, 0.26))]
     assert not any("bits" in name for name in found)
