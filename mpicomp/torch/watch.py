@@ -157,7 +157,6 @@ class TrainingWatch:
             if isinstance(number, bool) or not isinstance(number, int) or number < least:
                 raise ValueError(f"{name} is {shown(number)}; choose a whole number, {least} or more")
         self.plan = every, audit_every
-        self._watches: dict[BucketReducer, BucketWatch] = {}
         self._cosine, self._audits, self._warned = math.nan, 0, False
 
     def look(self, reducers: Sequence[BucketReducer], comm: Communicator) -> Diagnostics:
@@ -165,13 +164,10 @@ class TrainingWatch:
 
         Collective where an audit is due.
         """
-        before, self._watches = self._watches, {}
-        for reducer in reducers:
-            self._watches[reducer] = before.get(reducer) or BucketWatch(reducer, *self.plan)
-        watches = self._watches.values()
+        watches = [_watch_on(reducer) or BucketWatch(reducer, *self.plan) for reducer in reducers]
         self._audit(comm, watches)
-        self._warn_of_growth(comm)
-        feedbacks = [one.aggregator.feedback for one in self._watches]
+        self._warn_of_growth(comm, zip(reducers, watches, strict=True))
+        feedbacks = [reducer.aggregator.feedback for reducer in reducers]
         clipped = [one.clipped_fraction for one in feedbacks if hasattr(one, "clipped_fraction")]
         return Diagnostics(
             _norm(one.update_norm for one in watches),
@@ -194,16 +190,23 @@ class TrainingWatch:
         self._cosine = float(exact @ mean) / lengths if lengths else math.nan
         self._audits += 1
 
-    def _warn_of_growth(self, comm: Communicator) -> None:
-        growing = [one for one, watch in self._watches.items() if watch.growing]
+    def _warn_of_growth(self, comm: Communicator, watched: Iterable[tuple[BucketReducer, BucketWatch]]) -> None:
+        growing = [(one, watch) for one, watch in watched if watch.growing]
         if growing and not self._warned:
             self._warned = True
-            calls = self._watches[growing[0]].growing * self.plan[0]
+            reducer, watch = growing[0]
+            calls = watch.growing * self.plan[0]
             warn_caller(
-                f"{comm.here}: the residual of {shown(growing[0].bucket.names[0])} and its bucket has doubled three "
+                f"{comm.here}: the residual of {shown(reducer.bucket.names[0])} and its bucket has doubled three "
                 f"times, every {calls} averages, and training is likely to diverge: {_CURE}",
                 UserWarning,
             )
+
+
+def _watch_on(reducer: BucketReducer) -> BucketWatch | None:
+    """Return the watch of a reducer, which stays while others make the steps, as with 0/1 Adam."""
+    watch = getattr(reducer.begin, "__self__", None)
+    return watch if isinstance(watch, BucketWatch) else None
 
 
 def given_watch(before: TrainingWatch | None, every: int | None, audit_every: int | None) -> TrainingWatch:

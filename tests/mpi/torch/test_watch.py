@@ -13,7 +13,7 @@ import torch
 from collectives import Communicator
 from collectives.errors import CollectiveMismatch
 from mpicomp import Dense, DoubleSqueeze, EFSignSGD, LocalTopK, Marsit, Relay, SparseLoCo, run_local
-from mpicomp.torch import DistributedOptimizer, OneBitAdam
+from mpicomp.torch import DistributedOptimizer, OneBitAdam, ZeroOneAdam
 from mpicomp.torch.watch import RUN, RUNS, growing_window, sampled
 from tests.mpi.lanes import few_ranks
 from tests.mpi.torch.training import make_model, parameters_of, train, wrap, wrapped
@@ -123,6 +123,16 @@ def test_one_bit_adam_is_watched(comm: Communicator) -> None:
         train(model, adam, comm, range(step, step + 1))
         found = adam.diagnostics(every=1)
     assert found.residual_norm > 0
+
+
+def test_zero_one_adam_is_watched_in_its_exact_and_in_its_compressed_steps(comm: Communicator) -> None:
+    model = make_model()
+    adam = ZeroOneAdam(model.parameters(), comm=comm, warmup_steps=40, variance_doubling=2)
+    norms = []
+    for step in range(9):  # exact are the steps 0, 1, 3, 5, 7
+        train(model, adam, comm, range(step, step + 1))
+        norms.append(adam.diagnostics(every=1).update_norm)
+    assert np.flatnonzero(np.isnan(norms)).tolist() == [0, 2]  # a watch begins after the first step of its kind
 
 
 WRONG = {
