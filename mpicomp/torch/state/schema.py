@@ -52,7 +52,10 @@ class StateSchema:
         try:
             found = fields(part, **types)
         except ValueError as error:
-            raise ValueError(f"the state under {STATE_KEY!r} is damaged ({error}); load an earlier one") from error
+            raise ValueError(
+                f"the state under {STATE_KEY!r} is damaged, or of another class of optimizer or hook ({error}); load "
+                "an earlier one of the same class"
+            ) from error
         for name, one in self.entries.items():
             if one == "counter" and not 0 <= found[name] <= _MOST:
                 raise ValueError(

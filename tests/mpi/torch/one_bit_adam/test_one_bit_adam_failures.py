@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense
-from mpicomp.torch import DistributedOptimizer, OneBitAdam, OneBitLamb, ZeroOneAdam, broadcast_optimizer_state
+from mpicomp.torch import (
+    DistributedLion,
+    DistributedOptimizer,
+    OneBitAdam,
+    OneBitLamb,
+    ZeroOneAdam,
+    broadcast_optimizer_state,
+)
 from tests.mpi.lanes import up_to_two_ranks
 from tests.mpi.torch.state.test_rank_state import through_torch_load
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train
@@ -205,6 +212,15 @@ def test_a_state_of_something_else_is_refused(comm: Communicator, change: Any) -
     with pytest.raises(ValueError, match=r"not one of OneBitAdam|cannot load its part"):
         optimizer.load_state_dict(state)
     train(model, optimizer, comm, range(2))
+
+
+def test_a_state_of_another_class_is_not_only_called_damaged(comm: Communicator) -> None:
+    model, optimizer = made(comm)
+    dense = DistributedOptimizer(torch.optim.Adam(model.parameters()), Dense(), comm)
+    lion = DistributedLion(model.parameters(), comm=comm)
+    for one, other in (optimizer, lion), (lion, optimizer), (optimizer, dense), (dense, optimizer):
+        with pytest.raises(ValueError, match=r"damaged, or of another class of optimizer or hook \(it has no '"):
+            one.load_state_dict(other.state_dict())
 
 
 @pytest.mark.mpi(min_size=2)
