@@ -58,7 +58,8 @@ class Parameters:
         self.trained: list[NamedParameter] = []
         self.waiting: list[NamedParameter] = []
         self._optimizer = optimizer
-        self._names = dict(names)  # also of parameters that may be added; weak references would forbid to swap tensors
+        # also of parameters that may be added; weak references would forbid to swap tensors
+        self._names = dict(names or _names_in(optimizer))
         self._masters: Mapping[Tensor, Tensor] = {}
         for member in self._named(()):
             (self.trained if member.parameter.requires_grad else self.waiting).append(member)
@@ -183,6 +184,15 @@ class Parameters:
                     "now; make both optimizers again once the model has its final form"
                 )
         return ""
+
+
+def _names_in(optimizer: torch.optim.Optimizer) -> dict[Tensor, str]:
+    """Return the names in the groups of an optimizer that was made of named parameters; none if two are equal."""
+    both = [(group.get("param_names", ()), group["params"]) for group in optimizer.param_groups]
+    # lists that were changed in place since have names of other parameters
+    fitting = [(names, ones) for names, ones in both if isinstance(ones, list) and len(names) == len(ones)]
+    pairs = [pair for names, ones in fitting for pair in zip(names, ones, strict=True)]
+    return {parameter: name for name, parameter in pairs} if len({name for name, _ in pairs}) == len(pairs) else {}
 
 
 def _held(optimizer: torch.optim.Optimizer) -> list[Any]:

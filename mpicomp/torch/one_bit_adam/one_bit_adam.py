@@ -61,7 +61,7 @@ class OneBitAdam(MomentumOptimizer[MomentumAveraging[AdamMoments]]):
     comm : Communicator, optional
         None makes one on all ranks of the job. Closing it, also as ``optimizer.comm``, is the caller's.
     named_parameters : iterable of (str, Tensor), optional
-        ``model.named_parameters()``: names for error messages.
+        ``model.named_parameters()``: names for error messages and states. None: those in `params`, if all differ.
     bucket_mb : float
         Largest bucket in MiB. A tensor larger than that has its own.
     seed : int

@@ -64,7 +64,8 @@ class DistributedOptimizer(LoopMethods):
     comm : Communicator, optional
         None makes one on all ranks of the job. Closing it, also as ``optimizer.comm``, is the caller's.
     named_parameters : iterable of (str, Tensor), optional
-        ``model.named_parameters()``: names for error messages, states and choices of algorithms.
+        ``model.named_parameters()``: names for error messages, states and choices of algorithms. None: those with which
+        `optimizer` was made, if all differ.
     synchronize : "gradients" or "updates", optional
         None: the mode that the algorithm prefers.
     local_steps : int

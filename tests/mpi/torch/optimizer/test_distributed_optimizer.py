@@ -44,6 +44,17 @@ def test_a_scheduler_drives_the_wrapped_optimizer(comm: Communicator) -> None:
     assert optimizer.optimizer.param_groups[0]["lr"] < 0.025
 
 
+def test_names_with_which_the_torch_optimizer_was_made_choose_algorithms(comm: Communicator) -> None:
+    named = [*make_model().named_parameters()]
+    by_name = {"*.bias": Dense(), "*": Marsit()}
+    for pairs, n_dense in (named, 1), ([*named, *((name, nn.Parameter(torch.ones(1))) for name, _ in named)], 0):
+        optimizer = DistributedOptimizer(torch.optim.SGD(pairs), by_name, comm)  # the second ones are not unique
+        for _, parameter in pairs:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        assert [isinstance(one.algorithm, Dense) for one in optimizer.aggregators].count(True) == n_dense
+
+
 def test_step_hooks_run_once(comm: Communicator) -> None:
     model, optimizer = wrapped(Dense(), comm)
     calls: list[int] = []
