@@ -221,9 +221,12 @@ def _translate(block: object, problems: list[str]) -> tuple[Any, dict[str, Any]]
         if value == "auto":
             problems.append(f"optimizer.params.{key} 'auto' (write the value)")
         elif key in known:
-            options[known[key]] = tuple(value) if isinstance(value, list) else value
             if known[key] in _WHOLE:
                 options[known[key]] = _whole_number(key, value)
+            elif value is None or isinstance(value, str):  # YAML reads 1e-3 as a text
+                problems.append(f"optimizer.params.{key} {shown(value)} (write the value)")
+            else:
+                options[known[key]] = tuple(value) if isinstance(value, list) else value
         elif key == "bias_correction":
             if not value and not issubclass(kind, MomentumOptimizer):  # DeepSpeed's 1-bit optimizers ignore it
                 problems.append(f"optimizer.params.{key} {value!r} (ZeroOneAdam is Adam without it)")
