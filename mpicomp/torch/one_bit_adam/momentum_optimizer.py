@@ -17,7 +17,13 @@ from mpicomp.algorithms import Algorithm, Dense, DoubleSqueeze, PerNode
 from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.buckets.bucket_reducers import BucketReducers
 from mpicomp.torch.caller_modes import in_own_mode
-from mpicomp.torch.front_ends import algorithms_by_name, given_communicator, names_by_parameter, require_bucket_size
+from mpicomp.torch.front_ends import (
+    algorithms_by_name,
+    given_communicator,
+    names_by_parameter,
+    require_bucket_size,
+    warn_of_ddp,
+)
 from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.one_bit_adam.adam_moments import VarianceFreeze, check_group
 from mpicomp.torch.one_bit_adam.momentum_averaging import MomentumAveraging
@@ -73,6 +79,7 @@ class MomentumOptimizer(SynchronizingOptimizer[_Averaging]):
             for group in self.param_groups:
                 self._check_group(group)
             parameters = Parameters(self, self._names)
+        warn_of_ddp(parameters.trained, [self.algorithm], self.comm)
         listed = "".join(f", {key}={value}" for key, value in method.options.items())
         text = f"{name}(algorithm={self.algorithm}{listed}, bucket_mb={bucket_mb:g})"
         agreement = open_agreement(self, self.comm, parameters.trained, text, all_options=True)

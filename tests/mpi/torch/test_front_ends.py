@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
+import pytest
 from mpi4py import MPI
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -12,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from collectives import Communicator
 from mpicomp import Dense, PerNode
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch import DistributedOptimizer
+from mpicomp.torch import DistributedLion, DistributedOptimizer, OneBitAdam, OneBitLamb, ZeroOneAdam
 from tests.mpi.lanes import two_ranks
 from tests.mpi.torch.ddp.hooked_models import hooked, process_group, sgd
 
@@ -39,6 +41,19 @@ def test_rank_0_warns_of_ddp_that_stays_on(comm: Communicator, mpi_comm: MPI.Int
     cure = "train the model without it (ddp.module), or keep it with a plain optimizer and mpicomp.torch.ddp_hook"
     expected = f"{comm.here}: DistributedDataParallel also sends every gradient, uncompressed: {cure}"
     assert all(text == expected for text in found)
+
+
+@pytest.mark.parametrize("kind", [OneBitAdam, ZeroOneAdam, OneBitLamb, DistributedLion])
+def test_optimizers_that_exchange_momenta_warn_of_ddp_too(
+    kind: Any, comm: Communicator, mpi_comm: MPI.Intracomm, folder: Path
+) -> None:
+    with process_group(mpi_comm, folder), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kind(nn.Linear(3, 1).named_parameters(), comm=comm)
+        ddp = DistributedDataParallel(nn.Linear(3, 1))
+        kind(ddp.named_parameters(), comm=comm)
+    texts = [str(one.message) for one in caught if one.category is UserWarning]
+    assert ["DistributedDataParallel also sends every gradient" in text for text in texts] == [True] * (comm.rank == 0)
 
 
 def test_ddp_within_the_only_node_is_no_reason_to_warn(mpi_comm: MPI.Intracomm, folder: Path) -> None:
