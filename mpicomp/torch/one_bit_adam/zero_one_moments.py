@@ -11,7 +11,7 @@ Here x is the common model of the last synchronization. L is an entry of the par
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -176,6 +176,8 @@ class ZeroOneMoments(AdamMoments):
         rest = self.masked_rest(vector)
         if not self._exchanges_steps:
             vector.div_(self.v)
+        for part, ratio in self._ratios(groups):
+            vector[part].mul_(ratio)
         vector.index_copy_(0, self.masked, rest)
         for flag, moves in zip(self._spoilt, reducer.vector_views, strict=True):
             moves.add_(flag)
@@ -185,6 +187,8 @@ class ZeroOneMoments(AdamMoments):
         """Move the common model by the mean of the ranks' moves in `result`, which is overwritten."""
         if not self._exchanges_steps:
             self.result.mul_(self.v)
+        for part, ratio in self._ratios(groups):
+            self.result[part].mul_(1 / ratio if ratio else 0.0)
         self.result.index_fill_(0, self.masked, 0)
         for one in self._stretches:
             part, rates = one.part, groups[one.group][RATE_SUM]
@@ -195,6 +199,18 @@ class ZeroOneMoments(AdamMoments):
         self.m.index_fill_(0, self.masked, 0)
         torch._foreach_copy_(self._parameters, self._common_views)
         torch._foreach_sub_(self._parameters, self._result_views)
+
+    def _ratios(self, groups: Groups) -> Iterator[tuple[slice, float]]:
+        """Yield the parts of groups with lower rates than the highest one, and the ratio of that rate to theirs.
+
+        Codes of neighbouring elements share a scale, which would move all of them by the highest rate. The ratio is 0
+        where a group's rates are 0, or so low that it would overflow.
+        """
+        rates = [groups[one.group][RATE_SUM] for one in self._stretches]
+        most = max(rates)
+        for one, rate in zip(self._stretches, rates, strict=True):
+            if rate != most:
+                yield one.part, most / rate if rate > most / 1e30 else 0.0
 
     def _own_step(self, reducer: BucketReducer, groups: Groups, momentum: Tensor) -> None:
         """Turn the gradients in the reducer's vector into this rank's step, and write its m to `momentum`."""

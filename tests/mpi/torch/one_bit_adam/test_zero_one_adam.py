@@ -129,6 +129,26 @@ def test_replicas_are_equal_after_every_synchronization_and_apart_between(comm: 
     assert optimizer.synchronizations == END - 5
 
 
+@pytest.mark.parametrize("preconditioned", [False, True])
+@pytest.mark.parametrize("rate", [0.0, 1e-40, 1e-6])
+def test_a_group_moves_by_its_own_rate_next_to_one_of_a_higher_rate(
+    comm: Communicator, rate: float, preconditioned: bool
+) -> None:
+    def moved(lr: float) -> float:
+        """Train two layers, one with this rate, and return the longest move of its elements once v is frozen."""
+        model, options = make_model(), {**SHORT, "warmup_steps": 30, "variance_doubling": 100}
+        groups = [{"params": model[0].parameters(), "lr": lr}, {"params": model[2].parameters(), "lr": 0.001}]
+        optimizer = ZeroOneAdam(groups, **options, preconditioned=preconditioned, comm=comm)
+        train(model, optimizer, comm, range(30))
+        before = parameters_of(model[0])
+        train(model, optimizer, comm, range(30, 60))
+        optimizer.synchronize()
+        assert same_on_all_ranks(model, comm)
+        return float((parameters_of(model[0]) - before).abs().max())
+
+    assert moved(rate) <= 3 * rate / 0.001 * moved(0.001)
+
+
 def is_pending(aggregator: Aggregator) -> bool:
     """Return True if errors of values that were sent are pending."""
     state, kinds = aggregator.state_dict(), aggregator.state_kinds
