@@ -19,7 +19,7 @@ from mpi4py import MPI
 from collectives import error_report
 from collectives import trace as traces
 from collectives.error_report import shorten_traceback
-from collectives.errors import CollectiveError
+from collectives.errors import CollectiveError, CollectiveTimeout
 from collectives.exit_status import exit_message, exit_status, status_code, watch_exit_status
 from collectives.exit_without_mpi import leave
 from collectives.process_end import GRACE_S, end_for_others, expect_abort
@@ -70,6 +70,8 @@ def install_abort_hook() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with _print_at_once(error):
             previous(kind, error, shorten_traceback(error, trace))
+        if isinstance(error, CollectiveTimeout):  # perhaps of a rank that is about to end the job with its own status
+            time.sleep(2 * GRACE_S)
         end_job()
 
     def thread_hook(args: threading.ExceptHookArgs) -> None:
