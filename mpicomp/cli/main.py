@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Collection, Sequence
 
 from mpicomp import __version__
+from mpicomp.cli.outcome import status_of
 
 # Each module has add_arguments(parser) and run(args) -> exit status.
 COMMANDS = {
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         name = unknown[0].partition("=")[0]
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{_suggestion(name, options)}")
-    return int(args.run(args))
+    return status_of(args.command, lambda: int(args.run(args)))
 
 
 def make_parser(chosen: Collection[str], lenient: bool = False) -> tuple[argparse.ArgumentParser, Collection[str]]:

@@ -31,7 +31,6 @@ MOST_THREADS, MOST_STEPS, TESTS = 16, 100_000, 10
 MOST_FACTOR = 2  # steps of Marsit for each step of dense
 START_S = 60.0  # for the other ranks to have read their arguments
 METHODS: dict[str, Algorithm] = {"dense": Dense(), "Marsit": Marsit(full_precision_every=None)}
-INTERRUPTED = 130
 BUSY = 0.5  # load of each core from which other programs lower the gain
 _Result = TypeVar("_Result")
 
@@ -59,11 +58,7 @@ class DemoRequest:
 
 def run(args: argparse.Namespace, missing: str = "") -> int:
     """Run the command and return its exit status; `missing` is why there is no MPI library, with the cure, or empty."""
-    try:
-        status = conduct(COMMAND, lambda: _start(args), _demonstrate)
-    except KeyboardInterrupt:
-        print(f"{COMMAND}: stopped", file=sys.stderr)
-        return INTERRUPTED
+    status = conduct(COMMAND, lambda: _start(args), _demonstrate)
     if missing and not status:
         print(f"The demo needs no MPI library, but jobs do: {missing}", flush=True)
     return status
