@@ -105,7 +105,7 @@ def next_steps(link: EmulatedLink | None) -> list[str]:
     steps = {
         f"mpicomp demo --link {rate}": f"{effect} to gain",
         "mpicomp run -n 2 -m mpicomp advise": "the method that pays on your network, for your model",
-        "python -m pydoc mpicomp.torch.DistributedOptimizer": "the same in your PyTorch loop: wrap its optimizer",
+        "mpicomp help pytorch": "the same in your PyTorch loop: wrap its optimizer",
     }
     width = max(map(len, steps))
     return ["Next:", *(f"  {step.ljust(width)}   {purpose}" for step, purpose in steps.items())]

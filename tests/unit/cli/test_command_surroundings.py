@@ -21,7 +21,7 @@ RUNS = {
     "demo": (
         ["--steps", "1", "--ranks", "2", "--link", "none", "--output", "{folder}/demo.svg"],
         0,
-        "DistributedOptimizer",
+        "mpicomp help pytorch",
     ),
     "run": (["--dry-run", "-n", "2", sys.executable, "-c", ""], 0, "OMP_NUM_THREADS"),
     "doctor": ([], 0, "arrays on GPUs"),
