@@ -7,6 +7,7 @@ import importlib
 import math
 import os
 import platform
+import tempfile
 import warnings
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Iterator, Mapping
@@ -260,6 +261,7 @@ def obstacles(environ: Mapping[str, str], folder: Path = SHARED_MEMORY) -> list[
     if not environ.get("HOME"):
         text = "HOME is not set, without which Open MPI does not start"
         found.append(Finding("home", "warn", text, "export HOME=/tmp, or another folder that you may write"))
+    found += _temporary_folder(environ)
     ranks = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
     needed = SEGMENT_BYTES * (int(ranks) if ranks.isdecimal() else 1)
     backing = Path(environ.get("OMPI_MCA_btl_sm_backing_directory", folder))
@@ -273,3 +275,19 @@ def obstacles(environ: Mapping[str, str], folder: Path = SHARED_MEMORY) -> list[
         text = f"{backing} has room for {free >> 20} MiB, and Open MPI takes {needed >> 20} MiB for the ranks of a host"
         found.append(Finding("shared memory", "warn", text, _CURE))
     return found
+
+
+def _temporary_folder(environ: Mapping[str, str]) -> list[Finding]:
+    """Return a finding where files cannot be written: without them launchers fail, and a rank without one crashes."""
+    name = next(filter(environ.get, ("TMPDIR", "TEMP", "TMP")), "")
+    folder = Path(environ.get(name, "/tmp"))
+    try:
+        # Open MPI makes the folder if it can
+        with tempfile.TemporaryFile(dir=next(one for one in (folder, *folder.parents) if one.exists())) as file:
+            file.write(bytes(4096))
+            file.flush()
+    except OSError as error:
+        text = f"{name and name + '='}{folder} takes no files ({error.strerror}), without which Open MPI does not start"
+        cure = "export TMPDIR=/tmp, or another folder that you may write and that has room"
+        return [Finding("temporary files", "warn", text, cure)]
+    return []

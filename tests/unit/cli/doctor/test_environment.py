@@ -114,3 +114,12 @@ def test_causes_that_keep_mpi_from_starting_are_found_before_it_is_loaded(
     found = environment.obstacles(environ, Path(folder))
     assert [finding.text for finding in found] == told
     assert all(finding.cure for finding in found)
+
+
+def test_a_folder_for_temporary_files_that_takes_none_is_found_before_mpi_is_loaded(tmp_path: Path) -> None:
+    for usable in (tmp_path, tmp_path / "not yet there"):
+        assert not environment.obstacles({"HOME": "/tmp", "TMPDIR": str(usable)}, tmp_path)
+    [found] = environment.obstacles({"HOME": "/tmp", "TMPDIR": "/proc"}, tmp_path)
+    assert (found.status, found.text) == (
+        "warn", "TMPDIR=/proc takes no files (No such file or directory), without which Open MPI does not start"
+    )  # fmt: skip
