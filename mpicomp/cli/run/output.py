@@ -30,6 +30,8 @@ SIGNALLED = re.compile(rb"process rank (\d+) with PID \d+ on node \S+ exited on\
 TRACED = (b"Traceback (most recent call last):", b'  File "')
 UNCAUGHT = re.compile(rb"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?\s*")
 USAGE = re.compile(rb"[\w. -]+: error: .*\s*")  # argparse's last line, with status 2
+# Python's own line where it cannot begin a program, with status 1 or 2.
+NO_PROGRAM = re.compile(rb"(?:.*/)?python[\d.]*: (?:No module named|can't (?:open|find)|Error while finding) .*\s*")
 SIGNAL_CURES: Mapping[int, str] = {
     signal.SIGKILL: "the system ends processes so when memory is short: see dmesg, or start fewer ranks",
     signal.SIGTERM: "something outside of the job has ended it, such as the batch system's time limit",
@@ -95,8 +97,9 @@ class ErrorOutput:
             self._traces = True
         elif not (self._traces and line[:1].isspace()):
             text = line.decode(errors="replace").strip()
-            ends = {1: self._traces and UNCAUGHT.fullmatch(line), 2: USAGE.fullmatch(line)}
-            self._uncaught, self._traces = {status: text for status, found in ends.items() if found}, False
+            found = NO_PROGRAM.fullmatch(line)
+            ends = {1: found or (self._traces and UNCAUGHT.fullmatch(line)), 2: found or USAGE.fullmatch(line)}
+            self._uncaught, self._traces = {status: text for status, is_end in ends.items() if is_end}, False
 
     def _end_block(self) -> None:
         text = b"".join(self._block)

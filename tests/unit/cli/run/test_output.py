@@ -141,6 +141,19 @@ def test_the_last_line_of_wrong_arguments_is_the_programs_own() -> None:
 
 
 @pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (1, "/home/me/an env/bin/python3.11: No module named train.models"),
+        (1, "python: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')"),
+        (2, "/usr/bin/python: can't open file '/home/me/train.py': [Errno 2] No such file or directory"),
+    ],
+)
+def test_a_program_that_python_cannot_begin_is_named_last(status: int, error: str) -> None:
+    printed = shown(f"{error}\n", f"{error}\n", FAILED.format(status), status=status)
+    assert printed.splitlines()[2:] == [f"mpicomp: rank 2 ended with status {status}: {error}"]
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "[warn] Epoll MOD(1) on fd 21 failed. Old events were 6; read change was 0 (none): Bad file descriptor\n",
