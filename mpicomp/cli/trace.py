@@ -18,27 +18,32 @@ from typing import Any, TypeAlias
 
 from collectives.json_file import fields, read_json
 from collectives.quoting import one_line, shown
+from mpicomp.cli.arguments import integer
 
 USAGE_ERROR = 2
+FILES = "rank-*.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``mpicomp trace`` to `parser`."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder in which the ranks have left their traces")
-    parser.add_argument("--last", type=int, default=0, metavar="N", help="count only the newest N calls; 0 counts all")
+    parser.add_argument("--last", default="0", metavar="N", help="count only the newest N calls; 0 counts all")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the traces of all ranks into one file")
 
 
 def run(args: argparse.Namespace) -> int:
     """Join the traces, print the table, and return the exit status."""
     try:
+        last = integer("--last", args.last, 0)
         traces, notes = read(args.folder)
         if args.out is not None:
+            if args.out.match(FILES) and args.out.resolve().parent == args.folder.resolve():
+                raise ValueError(f"--out {args.out}: files of such names are the ranks' own; name another one")
             join(traces, args.out)
     except (OSError, ValueError) as error:
         print(f"mpicomp trace: error: {one_line(error)}", file=sys.stderr)
         return USAGE_ERROR
-    print(table([RankTrace.of(trace, args.last) for trace in traces]))
+    print(table([RankTrace.of(trace, last) for trace in traces]))
     print("\n".join(f"# {note}" for note in notes + remarks(traces)))
     return 0
 
@@ -69,7 +74,7 @@ Trace: TypeAlias = dict[str, Any]
 
 def read(folder: Path) -> tuple[list[Trace], list[str]]:
     """Return the newest run's traces in rank order, and notes about files left out; ValueError without traces."""
-    traces = {path: _trace(path) for path in sorted(folder.glob("rank-*.json"))}
+    traces = {path: _trace(path) for path in sorted(folder.glob(FILES))}
     abouts = {path: trace["otherData"] for path, trace in traces.items()}
     newest = max((about["run"] for about in abouts.values()), default=0)
     if not newest:

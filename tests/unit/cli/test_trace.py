@@ -175,6 +175,26 @@ def test_a_full_disk_is_named_with_the_cure(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().err == f"mpicomp trace: error: {told}\n"
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--last", "-5"], "--last -5: give a whole number of at least 0"),
+        (["--last", "x"], "--last x: give a whole number of at least 0"),
+        (["--out", "{folder}/rank-0.json"], "files of such names are the ranks' own; name another one"),
+        (["--out", "{folder}/rank-all.json"], "files of such names are the ranks' own; name another one"),
+    ],
+)
+def test_options_that_cannot_be_used_leave_the_traces_as_they_are(
+    options: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rank-0.json"
+    path.write_text(json.dumps(trace(0, SENDER, ranks=1)))
+    before = path.read_text()
+    assert main(["trace", str(tmp_path), *(one.format(folder=tmp_path) for one in options)]) == 2
+    assert told in capsys.readouterr().err
+    assert [(one, one.read_text()) for one in tmp_path.iterdir()] == [(path, before)]
+
+
 def test_any_content_of_files_gives_a_table_or_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     statuses = []
     good = trace(0, [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "rank 0"}}, *SENDER])
