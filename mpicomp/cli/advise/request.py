@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from collectives.cost.link import LinkModel
 from collectives.execution.workers import MOST_THREADS
@@ -74,6 +76,7 @@ def _parameters(text: str) -> int:
     cure = "write it as package.module:callable, importable from here, such as torchvision.models:resnet50"
     if not colon:
         raise ValueError(f"--model {text}: {cure}")
+    sys.path.insert(0, str(Path.cwd()))  # as python -m does; a command has the folder of its own file there
     try:
         model = getattr(importlib.import_module(module), name)()
         count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -6,7 +6,9 @@ import argparse
 import json
 import math
 import re
+import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -410,6 +412,16 @@ def test_a_model_says_how_long_its_gradient_is() -> None:
     pytest.importorskip("torch")
     found = request("--model", "tests.unit.cli.test_advise:linear")
     assert found.count == 7 * 3 + 3
+
+
+def test_a_model_may_be_in_the_folder_in_which_the_command_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "model_of_mine.py").write_text("from tests.unit.cli.test_advise import linear\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    assert request("--model", "model_of_mine:linear").count == 7 * 3 + 3
 
 
 def linear() -> Any:
