@@ -79,7 +79,7 @@ me = comm.rank
 comm.barrier()
 
 def interrupt():
-    while not comm.recovery.is_active:
+    while not comm.recovery.is_active and comm.size == 4:  # on a busy machine this thread may miss the whole of it
         time.sleep(0.0002)
     os.kill(os.getpid(), signal.SIGINT)
 
