@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,30 +13,28 @@ if TYPE_CHECKING:
     from mpicomp import Communicator
 
 
-@pytest.hookimpl(tryfirst=True)  # on a busy machine another one gives a limit to all of them
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests with limits of their own first: they take longest, and one process would end alone with one.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Start each process with a part of the files of long tests, one of which would keep a process at the end."""
+    # before other hooks: on a busy machine one of them gives a limit to all tests
+    limits = {item: float(mark.args[0]) for item in items if (mark := item.get_closest_marker("timeout"))}
+    yield
+    if n_processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+        items[:] = in_shares(items, limits, n_processes)  # behind other hooks, one of which leaves tests out
 
-    Each process has an equal part of their files at the beginning of its share of the list.
-    """
-    n_processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
-    if not n_processes:
-        return
+
+def in_shares(items: list[pytest.Item], limits: Mapping[pytest.Item, float], n_processes: int) -> list[pytest.Item]:
+    """Return tests in the order in which each process's share of them begins with files of tests that have limits."""
     files, rest = dict[Path, list[pytest.Item]](), list[pytest.Item]()
     for item in items:
-        (rest if item.get_closest_marker("timeout") is None else files.setdefault(item.path, [])).append(item)
-    longest_first = sorted(files.values(), key=lambda file: -max(map(_limit_of, file)))
+        (files.setdefault(item.path, []) if item in limits else rest).append(item)
+    longest_first = sorted(files.values(), key=lambda file: -max(limits[item] for item in file))
     share, ordered = len(items) // n_processes, list[pytest.Item]()
     for number in range(n_processes):
         ordered += (item for file in longest_first[number::n_processes] for item in file)
         taken = max((number + 1) * share - len(ordered), 0)
         ordered, rest = ordered + rest[:taken], rest[taken:]
-    items[:] = ordered + rest
-
-
-def _limit_of(item: pytest.Item) -> float:
-    marker = item.get_closest_marker("timeout")
-    return 0.0 if marker is None else float(marker.args[0])
+    return ordered + rest
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -98,7 +98,7 @@ def test_the_output_of_a_set_up_that_fails_meanwhile_is_shown(tmp_path: Path) ->
 
 
 def test_a_failure_in_the_background_fails_the_run(tmp_path: Path) -> None:
-    part = 'test-integrations) echo "FAILED tests/mpi/a.py::test_b - why"; exit 1'
+    part = 'test-core) echo "FAILED tests/unit/a.py::test_b - why"; exit 1'
     made, _ = check(tmp_path, status=1, make=f'case $1 in {part};; *) echo "made $1";; esac')
-    assert made.endswith("--- failed: test-integrations\nFAILED tests/mpi/a.py::test_b - why\n")
-    assert "made test-core" in made
+    assert made.endswith("--- failed: test-core\nFAILED tests/unit/a.py::test_b - why\n")
+    assert "made test-integrations" in made

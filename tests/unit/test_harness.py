@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,6 +19,12 @@ from tests.run_lanes import FURTHER_LANES, HOME_LANES, PROJECT, TESTS, lanes_of,
 from tests.unit import conftest as unit_tests
 
 pytestmark = pytest.mark.timeout(120)
+
+
+class Item(NamedTuple):
+    path: Path
+    number: int
+    limit: int | None
 
 
 class Lane(NamedTuple):
@@ -53,25 +58,18 @@ def test_limits_of_tests_grow_on_a_busy_machine(
         assert mark.args == (expected,)
 
 
-def test_each_process_begins_with_files_of_long_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    def item(file: str, limit: int | None) -> Any:
-        mark = None if limit is None else pytest.mark.timeout(limit).mark
-        return SimpleNamespace(path=Path(file), get_closest_marker=lambda name: mark)
-
-    limits: dict[str, list[int | None]] = {
+def test_each_process_begins_with_files_of_long_tests() -> None:
+    each: dict[str, list[int | None]] = {
         "a": [None, 300],
         "b": [None] * 8,
         "c": [600, 100],
         "d": [240],
         "e": [None] * 3,
     }
-    items = [item(file, limit) for file, each in limits.items() for limit in each]
-    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "2")
-    unit_tests.pytest_collection_modifyitems(ordered := items.copy())
+    items: list[Any] = [Item(Path(file), number, limit) for file in each for number, limit in enumerate(each[file])]
+    ordered = unit_tests.in_shares(items, {one: one.limit for one in items if one.limit is not None}, 2)
     assert "".join(str(one.path) for one in ordered) == "ccd" + "abbbb" + "a" + "bbbbeee"
-    monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT")
-    unit_tests.pytest_collection_modifyitems(ordered := items.copy())
-    assert ordered == items
+    assert sorted(ordered, key=items.index) == items
 
 
 def test_a_lane_passes_and_only_rank_0_prints(tmp_path: Path) -> None:
