@@ -70,9 +70,14 @@ def install_abort_hook() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with _print_at_once(error):
             previous(kind, error, shorten_traceback(error, trace))
+        try:
+            await_status(error)
+        finally:
+            end_job()
+
+    def await_status(error: BaseException | None) -> None:
         if isinstance(error, CollectiveTimeout):  # perhaps of a rank that is about to end the job with its own status
             time.sleep(2 * GRACE_S)
-        end_job()
 
     def thread_hook(args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None:
@@ -81,6 +86,7 @@ def install_abort_hook() -> None:
         with _print_at_once(args.exc_value):
             previous_thread(args)
         if not isinstance(args.exc_value, SystemExit):
+            await_status(args.exc_value)
             end_job()
         elif args.thread is None:  # in a callback of the progress thread; in another thread it ends that thread alone
             end_after_status(status_code(args.exc_value.code))
