@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Collection, Sequence
 
 from mpicomp import __version__
-from mpicomp.cli.outcome import status_of
+from mpicomp.cli.outcome import open_closed_outputs, run_command
 
 # Each module has add_arguments(parser) and run(args) -> exit status.
 COMMANDS = {
@@ -40,6 +40,11 @@ for example:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit status; `argv` is for tests, the command line by default."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    open_closed_outputs()
+    return run_command(" ".join(arguments[:1]), lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # an output of ASCII must not end a report
         sys.stdout.reconfigure(errors="replace")
     if not os.environ.get("HOME") and arguments[:1] != ["doctor"]:  # which reports it; Open MPI does not start then
@@ -60,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         name = unknown[0].partition("=")[0]
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{_suggestion(name, options)}")
-    return status_of(args.command, lambda: int(args.run(args)))
+    return int(args.run(args))
 
 
 def make_parser(chosen: Collection[str], lenient: bool = False) -> tuple[argparse.ArgumentParser, Collection[str]]:

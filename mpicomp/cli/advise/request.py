@@ -76,8 +76,9 @@ def _parameters(text: str) -> int:
     cure = "write it as package.module:callable, importable from here, such as torchvision.models:resnet50"
     if not colon:
         raise ValueError(f"--model {text}: {cure}")
-    sys.path.insert(0, str(Path.cwd()))  # as python -m does; a command has the folder of its own file there
     try:
+        # python -m has this folder on its path, an installed command only that of its own file
+        sys.path.insert(0, str(Path.cwd()))
         model = getattr(importlib.import_module(module), name)()
         count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     except (Exception, SystemExit) as error:  # a script without a guard ends the process where it is imported
