@@ -30,7 +30,7 @@ from mpicomp.cli.cluster_report.open_mpi_algorithms import SETTINGS, AllreduceAl
 RATES = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s"}
 RANKS, ROUNDS = 4, 3
 REPEATED = 3
-"""Times that a method is timed in each round, after once more that finds the caches of the method before."""
+"""Timed repetitions of a method in each round, behind one that finds the caches of the method before."""
 LOCAL = 2
 """Steps of a method of local steps that a round times: one without and one with a synchronization."""
 RATE = 1e-3
@@ -39,13 +39,13 @@ OPEN_MPI = {"MPI_Allreduce": 0, "MPI recursive doubling": 3, "MPI ring": 4, "MPI
 GLOO = "Gloo"
 OTHERS = (*OPEN_MPI, GLOO)
 HALF = ", 16 bits"
-"""End of the name of another library's all-reduce of half the bytes."""
+"""End of the name of another library's loop whose message has half the bytes."""
 OUR_DENSE = "our dense"
 """Name of exact means by this library, which methods with a warm-up make, in the seconds of steps."""
 
 
 def measure(task: str, rounds: int) -> Record:
-    """Time all methods and other all-reduces on the ranks of this job; collective."""
+    """Time all methods and the loops of other libraries on the ranks of this job; collective."""
     torch.set_num_threads(1)
     with Communicator(topology="ring", timeout=300.0) as comm:
         updates = {name: _steps(comm, Case(task, name, LOCAL)) for name in ALGORITHMS if name != "PowerSGD"}

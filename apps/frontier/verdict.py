@@ -2,7 +2,7 @@
 
 A method's seconds are its steps, each as long as the median of the emulated hosts: most have one synchronization in H,
 and 1-bit and 0/1 Adam a warm-up. The goals are the final scores of dense averages of every step and of every 10 and 30
-steps. The baseline is the dense average of the H that is fastest there, over the fastest dense all-reduce.
+steps. The baseline is the dense average of the H that is fastest there, with the step of the fastest dense loop.
 """
 
 from __future__ import annotations

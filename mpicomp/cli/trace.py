@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
         last = integer("--last", args.last, 0)
         traces, notes = read(args.folder)
         if args.out is not None:
-            if args.out.match(FILES) and args.out.resolve().parent == args.folder.resolve():
-                raise ValueError(f"--out {args.out}: files of such names are the ranks' own; name another one")
+            if (out := args.out.resolve()).match(FILES) and out.parent == args.folder.resolve():
+                raise ValueError(f"--out {args.out}: files of such names are the ranks' own; name another file")
             join(traces, args.out)
     except (OSError, ValueError) as error:
         print(f"mpicomp trace: error: {one_line(error)}", file=sys.stderr)

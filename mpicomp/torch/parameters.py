@@ -189,7 +189,7 @@ class Parameters:
 def _names_in(optimizer: torch.optim.Optimizer) -> dict[Tensor, str]:
     """Return the names in the groups of an optimizer that was made of named parameters; none if two are equal."""
     both = [(group.get("param_names", ()), group["params"]) for group in optimizer.param_groups]
-    # lists that were changed in place since have names of other parameters
+    # a list that was changed in place does not fit its names
     fitting = [(names, ones) for names, ones in both if isinstance(ones, list) and len(names) == len(ones)]
     pairs = [pair for names, ones in fitting for pair in zip(names, ones, strict=True)]
     return {parameter: name for name, parameter in pairs} if len({name for name, _ in pairs}) == len(pairs) else {}

@@ -204,7 +204,7 @@ class TrainingWatch:
 
 
 def _watch_on(reducer: BucketReducer) -> BucketWatch | None:
-    """Return the watch of a reducer, which stays while others make the steps, as with 0/1 Adam."""
+    """Return the watch in front of a reducer; it stays while the bucket's other reducer is in use, as with 0/1 Adam."""
     watch = getattr(reducer.begin, "__self__", None)
     return watch if isinstance(watch, BucketWatch) else None
 

@@ -278,7 +278,7 @@ def obstacles(environ: Mapping[str, str], folder: Path = SHARED_MEMORY) -> list[
 
 
 def _temporary_folder(environ: Mapping[str, str]) -> list[Finding]:
-    """Return a finding where files cannot be written: without them launchers fail, and a rank without one crashes."""
+    """Return a finding if the folder takes no files: launchers then fail, and processes without a launcher crash."""
     name = next(filter(environ.get, ("TMPDIR", "TEMP", "TMP")), "")
     folder = Path(environ.get(name, "/tmp"))
     try:

@@ -203,8 +203,8 @@ class ZeroOneMoments(AdamMoments):
     def _ratios(self, groups: Groups) -> Iterator[tuple[slice, float]]:
         """Yield the parts of groups with lower rates than the highest one, and the ratio of that rate to theirs.
 
-        Codes of neighbouring elements share a scale, which would move all of them by the highest rate. The ratio is 0
-        where a group's rates are 0, or so low that it would overflow.
+        Neighbouring elements share a code's scale: without the ratios all of them would move by the highest rate. The
+        ratio is 0 where a group's rates are 0, or so low that it would overflow.
         """
         rates = [groups[one.group][RATE_SUM] for one in self._stretches]
         most = max(rates)

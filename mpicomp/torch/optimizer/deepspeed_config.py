@@ -97,7 +97,7 @@ def from_deepspeed(
     comm : Communicator, optional
         None makes one on all ranks of the job.
     named_parameters : iterable of (str, Tensor), optional
-        ``model.named_parameters()``: names for error messages.
+        ``model.named_parameters()``: names for error messages and states.
 
     Returns
     -------
@@ -223,8 +223,8 @@ def _translate(block: object, problems: list[str]) -> tuple[Any, dict[str, Any]]
         elif key in known:
             if known[key] in _WHOLE:
                 options[known[key]] = _whole_number(key, value)
-            elif value is None or isinstance(value, str):  # YAML reads 1e-3 as a text
-                problems.append(f"optimizer.params.{key} {shown(value)} (write the value)")
+            elif any(one is None or isinstance(one, str) for one in (value if isinstance(value, list) else [value])):
+                problems.append(f"optimizer.params.{key} {shown(value)} (write a number)")  # YAML reads 1e-3 as a text
             else:
                 options[known[key]] = tuple(value) if isinstance(value, list) else value
         elif key == "bias_correction":

@@ -180,8 +180,8 @@ def test_a_full_disk_is_named_with_the_cure(tmp_path: Path, capsys: pytest.Captu
     [
         (["--last", "-5"], "--last -5: give a whole number of at least 0"),
         (["--last", "x"], "--last x: give a whole number of at least 0"),
-        (["--out", "{folder}/rank-0.json"], "files of such names are the ranks' own; name another one"),
-        (["--out", "{folder}/rank-all.json"], "files of such names are the ranks' own; name another one"),
+        (["--out", "{folder}/rank-0.json"], "files of such names are the ranks' own; name another file"),
+        (["--out", "{folder}/rank-all.json"], "files of such names are the ranks' own; name another file"),
     ],
 )
 def test_options_that_cannot_be_used_leave_the_traces_as_they_are(
