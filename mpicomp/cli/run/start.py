@@ -30,6 +30,7 @@ USAGE_ERROR = 2
 FIRST_PORT = 29500  # torchrun's
 JOB_NUMBERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 MOST_HOSTS_SHOWN = 8
+MOST_RANKS = 1_000_000  # for more the launchers use up the memory
 _EXAMPLE = "mpicomp run -n 4 train.py"
 _HOST_OPTIONS = ("-H", "-host", "--host", "-hosts", "-f", "-hostfile", "--hostfile", "-machinefile", "--machinefile")
 _EPILOG = """\
@@ -105,7 +106,7 @@ def _start(args: argparse.Namespace) -> int:
     job = _job([*args.program] if args.module is None else ["-m", *args.module, *args.program])
     own_hosts = any(option.partition("=")[0] in _HOST_OPTIONS for option in job.launcher_options)
     found = find_allocation(os.environ)
-    n_ranks = None if args.ranks is None else integer("-n", args.ranks, 1)
+    n_ranks = None if args.ranks is None else integer("-n", args.ranks, 1, MOST_RANKS)
     if own_hosts:
         if n_ranks is None:
             raise ValueError("give -n: how many ranks the hosts that the launcher's options name should get")

@@ -266,8 +266,9 @@ def test_the_placement_is_printed(start: Start, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "environ", "text"),
     [
-        (["-n", "0", "train.py"], {}, "-n 0: give a whole number of at least 1"),
-        (["-n", "two", "train.py"], {}, "-n two: give a whole number of at least 1"),
+        (["-n", "0", "train.py"], {}, "-n 0: give a whole number from 1 to 1000000"),
+        (["-n", "99999999999", "train.py"], {}, "-n 99999999999: give a whole number from 1 to 1000000"),
+        (["-n", "two", "train.py"], {}, "-n two: give a whole number from 1 to 1000000"),
         ([], {}, "name a program, as in mpicomp run -n 4 train.py"),
         (["-m"], {}, "name a program, as in mpicomp run -n 4 train.py"),
         (["trian.py"], {}, "there is no file or command trian.py in "),
