@@ -131,13 +131,15 @@ time.sleep(NEVER_S)  # in no call, so that the rank is not missed
     assert f"rank 1 of 3: the program ends with status {left}, ending the job" in output, output
 
 
-def test_a_status_other_than_0_is_the_jobs_though_others_wait_in_a_call(jobs: Jobs) -> None:
-    program = """
+@pytest.mark.parametrize("wait", ["comm.barrier()", "threading.Thread(target=comm.barrier).start()"])
+def test_a_status_other_than_0_is_the_jobs_though_others_wait_in_a_call(jobs: Jobs, wait: str) -> None:
+    program = f"""
+    import threading
     comm = mpicomp.Communicator(timeout=NEVER_S)
     comm.barrier()
     if comm.rank == 1:
         sys.exit(7)
-    comm.barrier()
+    {wait}
     """
     status, output = jobs.run(2, program).finish()
     assert status == 7, output

@@ -101,6 +101,7 @@ def test_a_path_and_a_text_are_read_like_a_dict(comm: Communicator, folder: Path
         (config("Adam", bias_correction=False), ["bias_correction False (ZeroOneAdam is Adam without it)"]),
         (config("AdamW", lr="auto"), ["optimizer.params.lr 'auto' (write the value)"]),
         (config("AdamW", lr="1e-3", eps=None), ["params.lr '1e-3' (write a number)", "params.eps None (write"]),
+        (config("AdamW", betas=["0.9", "0.99"]), ["params.betas ['0.9', '0.99'] (write a number)"]),
         (config("SGD", betas=[0.9, 0.99]), ["optimizer.params.betas"]),
         (
             config("AdamW", {"fp16": {"enabled": True}, "zero_optimization": {"stage": 2}, "prescale_gradients": True}),
